@@ -12,6 +12,7 @@ Contestants take turns in one run, each time as fresh processes:
     layout       Strategy(layout=ranks): tables are cut along the model axis, so all ranks see the same rows
     rows         Strategy(sharding="weights"): rows of the tables move
     torch        EmbeddingBag in DistributedDataParallel over gloo, a whole table on each rank, if torch is installed
+    torchrec     TorchRec over gloo, each table on one rank, with SGD, if torchrec and fbgemm-gpu-cpu are installed
 
 Ids follow Zipf's law. step = median of the steps on the slowest rank, after the first two. peak = VmHWM of the largest
 rank, less its memory before the model was made; "of share" is its relation to 1/ranks of the tables and their slots.
@@ -153,7 +154,7 @@ def save_weights(settings: dict[str, Any], strategy: Any, model: Any) -> None:
 
 
 def train_torch(settings: dict[str, Any]) -> None:
-    """The same network in PyTorch, with dense gradients of whole tables. COLLECTIVE."""
+    """The same network in PyTorch: whole tables with dense gradients, or TorchRec's tables. COLLECTIVE."""
     import torch
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
@@ -162,14 +163,25 @@ def train_torch(settings: dict[str, Any]) -> None:
 
     keras_ddl.init()
     rank, size = keras_ddl.rank(), keras_ddl.size()
+    ranks = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": size}  # TorchRec reads them
+    os.environ.update({name: str(value) for name, value in ranks.items()})
     dist.init_process_group("gloo", init_method=f"file://{settings['folder']}/gloo", rank=rank, world_size=size)
     before, width, count = memory("VmRSS"), settings["width"], settings["tables"]
+    is_torchrec = settings["contestant"] == "torchrec"
 
-    class Network(torch.nn.Module):
+    class Bags(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
             bags = [torch.nn.EmbeddingBag(settings["rows"], width, mode="sum") for _ in range(count)]
             self.bags = torch.nn.ModuleList(bags)
+
+        def forward(self, ids: torch.Tensor) -> list[torch.Tensor]:
+            return [bag(ids[:, n]) for n, bag in enumerate(self.bags)]
+
+    class Network(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.tables = torchrec_tables(settings) if is_torchrec else Bags()
             bottom = (torch.nn.Linear(13, 64), torch.nn.ReLU(), torch.nn.Linear(64, width), torch.nn.ReLU())
             self.bottom = torch.nn.Sequential(*bottom)
             top = (torch.nn.Linear((count + 1) ** 2 + width, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1))
@@ -177,12 +189,13 @@ def train_torch(settings: dict[str, Any]) -> None:
 
         def forward(self, ids: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
             bottom = self.bottom(numbers)
-            stacked = torch.stack([*(bag(ids[:, n]) for n, bag in enumerate(self.bags)), bottom], dim=1)
+            stacked = torch.stack([*self.tables(ids), bottom], dim=1)
             pairs = (stacked @ stacked.transpose(1, 2)).flatten(1)
             return self.top(torch.cat([pairs, bottom], dim=1))
 
-    model = DistributedDataParallel(Network())
-    optimizer = getattr(torch.optim, settings["optimizer"])(model.parameters(), lr=1e-2)
+    model = torchrec_model(Network(), size) if is_torchrec else DistributedDataParallel(Network())
+    own = [each for name, each in model.named_parameters() if not is_torchrec or ".tables." not in name]
+    optimizer = getattr(torch.optim, settings["optimizer"])(own, lr=1e-2)  # TorchRec updates its tables itself
     data = [torch.from_numpy(each) for each in batches(settings)]
     seconds, batch = [], settings["batch"]
     for begin in range(0, batch * settings["steps"], batch):
@@ -197,6 +210,46 @@ def train_torch(settings: dict[str, Any]) -> None:
     told = keras_ddl.all_gather_object(found, name="bench/found")
     if rank == 0:
         print(MARK + json.dumps([max(each) for each in zip(*told)]), flush=True)
+
+
+def torchrec_tables(settings: dict[str, Any]) -> Any:
+    """Returns a module that looks up tables which TorchRec will divide."""
+    import torch
+    from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
+
+    names = [f"ids{place}" for place in range(settings["tables"])]
+    sizes = {"num_embeddings": settings["rows"], "embedding_dim": settings["width"]}
+    configs = [EmbeddingBagConfig(name=f"table_{name}", feature_names=[name], **sizes) for name in names]
+
+    class Tables(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bags = EmbeddingBagCollection(configs, device=torch.device("meta"))
+
+        def forward(self, ids: torch.Tensor) -> list[torch.Tensor]:
+            lengths = torch.full((ids.shape[0] * len(names),), ids.shape[2])
+            rows = self.bags(KeyedJaggedTensor(names, ids.transpose(0, 1).reshape(-1), lengths=lengths))
+            return [rows[name] for name in names]
+
+    return Tables()
+
+
+def torchrec_model(network: Any, size: int) -> Any:
+    """Puts each table on one rank: TorchRec cuts no rows on CPUs, and has no Adam there."""
+    import torch
+    import torch.distributed as dist
+    from fbgemm_gpu.split_embedding_configs import EmbOptimType
+    from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+    from torchrec.distributed.model_parallel import DistributedModelParallel
+    from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
+    from torchrec.distributed.planner.types import ParameterConstraints
+
+    sharders = [EmbeddingBagCollectionSharder({"optimizer": EmbOptimType.EXACT_SGD, "learning_rate": 1e-2})]
+    names = [each.name for each in network.tables.bags.embedding_bag_configs()]
+    constraints = {name: ParameterConstraints(sharding_types=["table_wise"]) for name in names}
+    planner = EmbeddingShardingPlanner(Topology(world_size=size, compute_device="cpu"), constraints=constraints)
+    plan = planner.collective_plan(network, sharders, dist.group.WORLD)
+    return DistributedModelParallel(network, device=torch.device("cpu"), plan=plan, sharders=sharders)
 
 
 def measured(settings: dict[str, Any]) -> list[float]:
@@ -255,7 +308,9 @@ def table(settings: dict[str, Any], found: dict[str, list[float]], one_host: flo
     base = found.get("one process")
     for name, (seconds, peak, given, to_others) in found.items():
         relative = f"  step {seconds / base[0]:.2f} of one process" if base and name != "one process" else ""
-        exact = f"  difference {difference(settings['folder'], name)}" if settings["exact"] and name != "torch" else ""
+        exact = (
+            f"  difference {difference(settings['folder'], name)}" if settings["exact"] and "torch" not in name else ""
+        )
         if given:
             relative += f"  {given:,.0f} bytes, {given / bound(settings):.2f} of the bound"
         if settings["rate"] and given and one_host is not None:
@@ -273,7 +328,8 @@ RATES = {"1gbit": 1e9, "10gbit": 1e10}
 
 def compare(settings: dict[str, Any], chosen: list[str], one_host: float | None = None) -> dict[str, list[float]]:
     """Lets contestants take turns, and prints a table of their medians, which it returns."""
-    rounds: dict[str, list[list[float]]] = {name: [] for name in chosen}
+    taking_part = [name for name in chosen if name != "torchrec" or settings["optimizer"] == "SGD"]
+    rounds: dict[str, list[list[float]]] = {name: [] for name in taking_part}
     for _ in range(settings["rounds"]):
         for name, found in rounds.items():
             found.append(measured({**settings, "contestant": name}))
@@ -298,7 +354,7 @@ def everything(settings: dict[str, Any], chosen: list[str], smaller: int) -> Non
     for rows in (1_000_000 // smaller, 4_000_000 // smaller):
         compare({**settings, "rows": rows}, chosen)
     on_links = {**settings, "tables": 26, "rows": 100_000 // smaller, "batch": 1024, "optimizer": "SGD"}
-    one_host = compare(on_links, ["rows"])["rows"][0]
+    one_host = compare(on_links, [each for each in chosen if each in ("rows", "torch", "torchrec")])["rows"][0]
     for rate in RATES:
         try:
             compare({**on_links, "rate": rate}, ["rows"], one_host)
@@ -309,7 +365,7 @@ def everything(settings: dict[str, Any], chosen: list[str], smaller: int) -> Non
 def main() -> None:
     from _smoke import options_of
 
-    contestants = ["one process", "gathered", "layout", "rows", "torch"]
+    contestants = ["one process", "gathered", "layout", "rows", "torch", "torchrec"]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=2, help="(default: 2)")
     parser.add_argument("--tables", type=int, default=1, help="number of tables (default: 1)")
@@ -326,7 +382,7 @@ def main() -> None:
     parser.add_argument("--whole", action="store_true", help="compare all that this program can, at fixed sizes")
     parser.add_argument("--smaller", type=int, default=1, help="with --whole: divides sizes and steps (default: 1)")
     options = options_of(parser, rows=[2000], width=4, steps=2, rounds=1, only=["one process", "rows"], exact=True)
-    chosen = [each for each in options.only if each != "torch" or importlib.util.find_spec("torch") is not None]
+    chosen = [each for each in options.only if "torch" not in each or importlib.util.find_spec(each) is not None]
     with tempfile.TemporaryDirectory() as folder:
         settings = {**vars(options), "folder": folder, "mark": MARK, "counts": False}
         if options.whole:
@@ -339,6 +395,6 @@ def main() -> None:
 if __name__ == "__main__":
     if len(sys.argv) == 2 and sys.argv[1].startswith("{"):
         chosen_settings = json.loads(sys.argv[1])
-        (train_torch if chosen_settings["contestant"] == "torch" else train)(chosen_settings)
+        (train_torch if "torch" in chosen_settings["contestant"] else train)(chosen_settings)
     else:
         main()

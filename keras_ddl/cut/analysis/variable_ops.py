@@ -73,6 +73,22 @@ def _wider(vector: tf.Tensor) -> tf.DType | None:
     return next((kind for kind in kinds if count * size % kind.size == 0), None)
 
 
+def scatter_rows(kind: str, handle: tf.Tensor, places: tf.Tensor, rows: tf.Tensor) -> tf.Operation:
+    """Adds rows to those of a variable, subtracts them, or replaces rows, as `kind`, one of ROW_UPDATES, says.
+
+    The variable holds the rows one after the other in a vector. They change in its memory, if nobody else has its
+    value. After TensorFlow's operation on variables, every read of the variable would copy it.
+
+    REQUIRES: all places exist; the computation runs on a CPU, because rows of one place must be taken in their order.
+    """
+    value = taken(handle, rows.dtype)
+    own = replaced(value, tf.constant(0, tf.int64), tf.zeros([0], rows.dtype))  # a copy, if somebody has the value
+    in_place = {SCATTER_ADD: tf.raw_ops.InplaceAdd, SCATTER_SUB: tf.raw_ops.InplaceSub}
+    scatter = in_place.get(kind, tf.raw_ops.InplaceUpdate)
+    changed = scatter(x=tf.reshape(own, [-1, rows.shape[1]]), i=tf.cast(places, tf.int32), v=rows)
+    return assign(handle, tf.reshape(changed, [-1]))
+
+
 def sum_of(current: tf.Tensor, added: tf.Tensor) -> tf.Tensor:
     """Returns a variable's value after ASSIGN_ADD."""
     return _made("AddV2", [current, added], [current.dtype], T=_type(current.dtype), **MARKED).outputs[0]

@@ -10,6 +10,7 @@ at once), the variable is written when the program says so, and copied first: `S
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Hashable, Iterable, Sequence
 
 from keras_ddl.communicator.step_names import COMMIT
@@ -47,9 +48,8 @@ class Writes:
         self._read: dict[Hashable, tf.Tensor] = {}  # by handle: the variable's value before the commit
         self._new: dict[Hashable, tuple[tf.Tensor, tf.Tensor]] = {}  # (handle, value that the variable will hold)
         # (operands, function that builds the operation)
-        self._late: list[tuple[list[tf.Tensor], Callable[[], list[tf.Tensor]]]] = []
+        self._late: list[tuple[list[tf.Tensor], Callable[[], object]]] = []
         self._deferred: set[Node] = set()
-        self._scattered: set[Hashable] = set()  # handles
         # They may read and write variables that the graph does not show.
         operations = [each for each in values.program.nodes if values.earlier_kind(each) is None]
         self._hosts = [each.position for each in operations if _has_host_function(each.operation)]
@@ -89,7 +89,6 @@ class Writes:
                 elif node.type in SCATTERS and place == len(nodes) - 1 and key not in self._mirrored:
                     # It has no result and nothing reads the variable meanwhile, so it can run later.
                     self._deferred.add(node)
-                    self._scattered.add(key)
                 else:
                     self._early.setdefault(key, f"{node.type} may write it")
         for value in users:
@@ -119,6 +118,21 @@ class Writes:
         self.assign(node.type, inputs[0], inputs[1])
         return []
 
+    def scatter_rows(self, node: Node, handle: tf.Tensor, places: tf.Tensor, rows: tf.Tensor, count: int) -> bool:
+        """Scatters rows into a variable of `count` rows after the commit (variable_ops.scatter_rows). False: it must be
+        done earlier.
+
+        Raises an error in the step, before the commit, if a place does not exist.
+        """
+        if node not in self._deferred or count >= 1 << 31 or tf.config.get_visible_devices("GPU"):
+            return False
+        exist = tf.reduce_all((places >= 0) & (places < count))
+        problem = ["an index of rows to be scattered does not exist; places in this rank's part and its rows:"]
+        tf.raw_ops.Assert(condition=exist, data=[*problem, places, tf.constant(count)])
+        create = functools.partial(variable_ops.scatter_rows, node.type, handle, places, rows)
+        self._late.append(([handle, places, rows], create))
+        return True
+
     def value(self, handle: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
         """Returns the value of a variable at this point of the step."""
         key = handle.ref()
@@ -134,10 +148,6 @@ class Writes:
     def is_early(self, handle: tf.Tensor) -> bool:
         """Whether a variable is written when the program says so."""
         return handle.ref() in self._early
-
-    def is_scattered(self, handle: tf.Tensor) -> bool:
-        """Whether rows are scattered into a variable after the commit, and it is not assigned."""
-        return handle.ref() in self._scattered and not self.is_assigned(handle)
 
     def is_assigned(self, handle: tf.Tensor) -> bool:
         """Whether a variable will be written after the commit, with the value that `value` returns now."""

@@ -77,7 +77,7 @@ def postpone(b: Context, rows: TableRows, node: Node, table: Value) -> PlacedOut
     """Postpones a look-up of distinct rows that are only repeated, or combined by segment: then the rows of all indices
     are looked up, each rank its own, of which none travels twice anyway. None: it is another look-up."""
     found = node.inputs[1].source().node
-    if node.outputs[0].rank != 2 or found.type not in ("Unique", "UniqueV2") or rows.reads_rows_of(table):
+    if node.outputs[0].rank != 2 or found.type not in ("Unique", "UniqueV2"):
         return None
     if b.scope or not all(_takes_places(b, rows, each, found) for each in _readers(b, node.outputs[0])):
         return None

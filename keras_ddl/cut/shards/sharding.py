@@ -285,6 +285,9 @@ class Sharding:
         width, layout = shape.num_elements() // shape.as_list()[0], self._rows.layout_of(shape)
         arrived = None if layout is None else self._joined.arrived(node, indices, updates, layout)
         if arrived is not None:
+            count = layout.rows_of(b.collectives.rank)[1]
+            if b.writes is not None and b.writes.scatter_rows(node, b.local(handle), *arrived, count):
+                return []
             entries, rows = row_order.entries(arrived.places, width), arrived.rows
         else:
             b.all_replicated([indices, updates])
@@ -330,8 +333,6 @@ class Sharding:
         else:
             chunk = b.writes.value(b.local(handle), dtype)
         table = b.new_value(node, tf.TensorSpec(shape, dtype), chunk, FLAT_SHARD)
-        if b.writes is not None and b.writes.is_scattered(b.local(handle)):
-            self._rows.read_rows_of(table, b.local(handle))
         looked_up = table_operations.look_up(b, self._rows, node, table)
         if looked_up is not None:
             return looked_up

@@ -67,19 +67,9 @@ class TableRows:
         self._sorted: dict[Hashable, Sorted] = {}
         self._routes: dict[Hashable, Route] = {}
         self._few: dict[Hashable, FewRows] = {}
-        self._variables: dict[Value, tf.Tensor] = {}  # handles, by tables that are not read
         self._arrived: dict[Hashable, tf.Tensor] = {}
         self.postponed: dict[Value, Value] = {}  # tables, by look-ups of distinct rows (segment_rows.py)
         self.repeated: dict[Value, Repeated] = {}  # by rows that repeat them
-
-    def reads_rows_of(self, table: Value) -> bool:
-        """Whether look-ups in a table read the variable, and not a value of it."""
-        return table in self._variables
-
-    def read_rows_of(self, table: Value, handle: tf.Tensor) -> None:
-        """Makes look-ups in a table read rows of a variable that TensorFlow would otherwise copy to read it, because
-        rows are scattered into it."""
-        self._variables[table] = handle
 
     def look_up(
         self, node: Node, table: Value, indices: Value, placement: Placement | None = None
@@ -103,9 +93,6 @@ class TableRows:
         entry, total = layout.unit * table.dtype.size, layout.bytes(table.dtype)
 
         def own(places: tf.Tensor) -> tf.Tensor:
-            if table in self._variables:
-                at, handle = row_order.entries(places, layout.unit), self._variables[table]
-                return tf.raw_ops.ResourceGather(resource=handle, indices=at, dtype=table.dtype)
             return tf.gather(tf.reshape(b.local(table), [layout.rows_of(b.collectives.rank)[1], layout.unit]), places)
 
         if isinstance(placement, Sharded):
