@@ -43,13 +43,14 @@ def taken(handle: tf.Tensor, dtype: tf.DType, entries: int | None = None) -> tf.
         return tf.identity(value)
 
 
-def replaced(vector: tf.Tensor, begin: tf.Tensor, part: tf.Tensor) -> tf.Tensor:
+def replaced(vector: tf.Tensor, begin: tf.Tensor, part: tf.Tensor, *, by_fours: bool = False) -> tf.Tensor:
     """Returns a vector whose entries from `begin` on are `part`; in the same memory, if nobody else has the vector.
 
-    REQUIRES: `begin` is a multiple of 4, and so is the size of `part`, unless it reaches to the vector's end.
+    by_fours: `begin` is a multiple of 4, and so is the size of `part`, unless it reaches to the vector's end. This is
+    faster.
     """
     dtype = vector.dtype
-    wide = _wider(vector)
+    wide = _wider(vector) if by_fours else None
     if wide is not None:
         together = wide.size // dtype.size
         vector, part = (tf.bitcast(tf.reshape(each, [-1, together]), wide) for each in (vector, part))

@@ -184,7 +184,10 @@ class _Round:
         new = [self._made[each.value.op.name] for each in self._blocks.new]
         # Then nobody has slices of the old values, so TensorFlow writes in their memory.
         with tf.control_dependencies(new):
-            updated = [variable_ops.replaced(value, self._begin, block) for value, block in zip(self._values, new)]
+            updated = [
+                variable_ops.replaced(value, self._begin, block, by_fours=True)
+                for value, block in zip(self._values, new)
+            ]
         return [self._number + 1, *updated]
 
     def _build(self, operation: tf.Operation) -> tf.Tensor:

@@ -127,8 +127,8 @@ class Writes:
         if node not in self._deferred or count >= 1 << 31 or tf.config.get_visible_devices("GPU"):
             return False
         exist = tf.reduce_all((places >= 0) & (places < count))
-        problem = ["an index of rows to be scattered does not exist; places in this rank's part and its rows:"]
-        tf.raw_ops.Assert(condition=exist, data=[*problem, places, tf.constant(count)])
+        problem = f"a place of rows to be scattered is not in [0, {count}), this rank's rows:"
+        tf.raw_ops.Assert(condition=exist, data=[problem, places])
         create = functools.partial(variable_ops.scatter_rows, node.type, handle, places, rows)
         self._late.append(([handle, places, rows], create))
         return True
