@@ -284,7 +284,7 @@ class Sharding:
         assert shape is not None
         width, layout = shape.num_elements() // shape.as_list()[0], self._rows.layout_of(shape)
         arrived = None if layout is None else self._joined.arrived(node, indices, updates, layout)
-        if arrived is not None:
+        if layout is not None and arrived is not None:
             count = layout.rows_of(b.collectives.rank)[1]
             if b.writes is not None and b.writes.scatter_rows(node, b.local(handle), *arrived, count):
                 return []
