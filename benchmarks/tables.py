@@ -354,7 +354,7 @@ def everything(settings: dict[str, Any], chosen: list[str], smaller: int) -> Non
     for rows in (1_000_000 // smaller, 4_000_000 // smaller):
         compare({**settings, "rows": rows}, chosen)
     on_links = {**settings, "tables": 26, "rows": 100_000 // smaller, "batch": 1024, "optimizer": "SGD"}
-    one_host = compare(on_links, [each for each in chosen if each in ("rows", "torch", "torchrec")])["rows"][0]
+    one_host = compare(on_links, [each for each in chosen if each not in ("gathered", "layout")])["rows"][0]
     for rate in RATES:
         try:
             compare({**on_links, "rate": rate}, ["rows"], one_host)

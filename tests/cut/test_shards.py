@@ -170,6 +170,7 @@ def test_index_outside_a_sharded_table_fails_as_in_one_process(wrong):
     for call in (simulation.expected, simulation):
         with pytest.raises(Exception, match=r"is not in \[0, "):
             call(X)
+    np.testing.assert_array_equal(np.concatenate(simulation.held(slot)), np.ones(20))  # fails before the commit
 
 
 def test_weight_read_in_the_middle_of_a_step_has_its_current_value():

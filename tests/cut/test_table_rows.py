@@ -297,6 +297,20 @@ def test_other_look_ups_are_built_where_the_rows_are(name, size):
     assert bool(whole_tables(report)) == (name in GATHERED), report.text()
 
 
+@pytest.mark.parametrize("kind", ["scatter_sub", "scatter_add", "scatter_update"])
+def test_rows_of_repeated_ids_are_scattered_in_the_order_of_one_process(kind):
+    table = tf.Variable(RNG.normal(size=(ROWS, WIDTH)))
+
+    def step(ids):
+        rows = tf.tanh(tf.gather(table, flat(ids))) * tf.cast(tf.range(tf.size(ids))[:, tf.newaxis], tf.float64)
+        getattr(table, kind)(tf.IndexedSlices(rows, flat(ids)))
+        return tf.reduce_sum(ids)
+
+    assert len(np.unique(IDS)) < IDS.size
+    simulation = Simulation(step, [IDS], 3, variables=[table], sharded=[table], weights=[table.handle])
+    simulation.check(IDS, steps=2)
+
+
 def test_rows_are_scattered_at_their_owners_with_mirrors_on_other_ranks():
     table = tf.Variable(RNG.normal(size=(ROWS, WIDTH)))
 

@@ -18,7 +18,7 @@ random = np.random.default_rng(3)
 IMAGES, LABELS = random.normal(size=(44, 8, 8, 3)), random.integers(0, 5, 44)
 SERIES, IDS = random.normal(size=(44, 6, 5)), random.integers(0, 50, (44, 6))
 TOLERANCE = 1e-11
-WIDTH = 3000 if tf.config.list_physical_devices("GPU") else 100  # its products keep a GPU busy for some milliseconds
+WIDTH = 3000  # of matrices whose products keep a GPU busy for some milliseconds
 
 
 def check_path_of_tensors_is_as_said():
@@ -34,7 +34,7 @@ def check_collectives_and_a_busy_gpu_wait_for_each_other():
         product = factor
         for _ in range(12):
             product = product @ factor
-        late = tf.fill([200_000], number) + 0.0 * tf.reduce_sum(product)
+        late = tf.fill([60_000 * SIZE], number) + 0.0 * tf.reduce_sum(product)
         results = ops.all_reduce(late), ops.reduce_scatter(late), ops.broadcast(late, root=1), ops.all_gather(late[:10])
         return [each * 2.0 for each in results]
 

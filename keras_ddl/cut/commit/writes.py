@@ -119,12 +119,13 @@ class Writes:
         return []
 
     def scatter_rows(self, node: Node, handle: tf.Tensor, places: tf.Tensor, rows: tf.Tensor, count: int) -> bool:
-        """Scatters rows into a variable of `count` rows after the commit (variable_ops.scatter_rows). False: it must be
-        done earlier.
+        """Scatters rows into a variable of `count` rows after the commit (variable_ops.scatter_rows).
 
-        Raises an error in the step, before the commit, if a place does not exist.
+        Returns False if TensorFlow's operation on variables must do it: earlier, or on a GPU, where rows of one place
+        would be added up in any order. The step fails before the commit if a place does not exist.
         """
-        if node not in self._deferred or count >= 1 << 31 or tf.config.get_visible_devices("GPU"):
+        is_number = count <= tf.int32.max
+        if node not in self._deferred or not is_number or tf.config.get_visible_devices("GPU"):
             return False
         exist = tf.reduce_all((places >= 0) & (places < count))
         problem = f"a place of rows to be scattered is not in [0, {count}), this rank's rows:"
