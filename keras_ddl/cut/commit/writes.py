@@ -124,8 +124,8 @@ class Writes:
         Returns False if TensorFlow's operation on variables must do it: earlier, or on a GPU, where rows of one place
         would be added up in any order. The step fails before the commit if a place does not exist.
         """
-        is_number = count <= tf.int32.max
-        if node not in self._deferred or not is_number or tf.config.get_visible_devices("GPU"):
+        fits = count <= tf.int32.max  # the type of places in operations that work in place
+        if node not in self._deferred or not fits or tf.config.get_visible_devices("GPU"):
             return False
         exist = tf.reduce_all((places >= 0) & (places < count))
         problem = f"a place of rows to be scattered is not in [0, {count}), this rank's rows:"
