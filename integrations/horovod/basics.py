@@ -65,10 +65,9 @@ def init(comm: Any = None, process_sets: Sequence[sets.ProcessSet] | str | None 
     is_first = not communicator.is_initialized()
     topology = communicator.init()
     if is_first:
-        from keras_ddl.device import sessions, share_cores
+        from keras_ddl.device import share_cores
 
         share_cores(topology)
-        sessions.install()
     # The first DistributedOptimizer would be too late: in `model.compile(hvd.DistributedOptimizer(...))`, Python has
     # already looked up Keras's compile.
     from keras_ddl.strategy import keras_patches

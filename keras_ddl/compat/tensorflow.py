@@ -170,6 +170,11 @@ def traced_for_xla() -> bool:
     return False
 
 
+def eager_config() -> Any:
+    """Returns the ConfigProto of eager operations: what tf.config was told about devices and threads."""
+    return _eager_context().config
+
+
 @contextlib.contextmanager
 def optimized_once() -> Iterator[None]:
     """Halves the time in which TensorFlow optimizes graphs that this thread first runs, on CPUs, in the block.

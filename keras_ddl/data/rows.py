@@ -24,12 +24,14 @@ class BatchRows:
             number.
         may_differ: only reading a batch shows whether there are such components (`row_totals_and_outliers`).
         is_global: the batches have the rows of all ranks, and each step takes its rank's rows.
+        all_can_read: every rank is able to read the rows of all ranks.
         spec: the element_spec of the global batches, if each rank reads all of them.
     """
 
     total: int | None = None
     is_chunked: bool = False
     is_global: bool = False
+    all_can_read: bool = False
     others: tuple[frozenset[int], ...] = ()
     spec: Any = None
     may_differ: bool = False

@@ -17,13 +17,17 @@ from keras_ddl.communicator.reporting import stack_position
 from keras_ddl.compat import gpu_stream
 from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.tensorflow import tf
+from keras_ddl.device import sessions
 from keras_ddl.errors import DependencyError
 from keras_ddl.packages import nvidia_driver
 from keras_ddl.topology import Topology
 
 
 def configure_tensorflow(topology: Topology) -> str:
-    """Gives TensorFlow this rank's cores and its device, which is returned. COLLECTIVE."""
+    """Gives TensorFlow, and sessions of tf.compat.v1, this rank's cores and device. COLLECTIVE.
+
+    Returns: the device.
+    """
     share_cores(topology)
     return choose_device(topology)
 
@@ -33,6 +37,7 @@ def share_cores(topology: Topology) -> None:
 
     COLLECTIVE. Does nothing if TensorFlow has started.
     """
+    sessions.install()
     if topology.size == 1 and not history.takes_newcomers():
         return
     cores = communicator.all_gather_object(tuple(os.sched_getaffinity(0)), name="keras_ddl/cores")

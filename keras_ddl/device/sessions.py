@@ -6,6 +6,7 @@ import functools
 from typing import Any
 
 from keras_ddl.compat import replacing
+from keras_ddl.compat import tensorflow as tf_compat
 from keras_ddl.compat.tensorflow import tf
 
 
@@ -21,19 +22,19 @@ def install() -> None:
 
 def session_config(config: tf.compat.v1.ConfigProto) -> tf.compat.v1.ConfigProto:
     """Returns `config` with this rank's GPU and its share of the cores, where it leaves them open."""
-    changed = tf.compat.v1.ConfigProto()
-    changed.CopyFrom(config)
-    gpus = tf.config.get_visible_devices("GPU")
-    if gpus and not changed.gpu_options.visible_device_list:
-        changed.gpu_options.visible_device_list = ",".join(gpu.name.rpartition(":")[2] for gpu in gpus)
-    threading = tf.config.threading
-    if not changed.intra_op_parallelism_threads:
-        changed.intra_op_parallelism_threads = threading.get_intra_op_parallelism_threads()
-    if not changed.inter_op_parallelism_threads:
-        changed.inter_op_parallelism_threads = threading.get_inter_op_parallelism_threads()
-    return changed
+    result, own = tf.compat.v1.ConfigProto(), tf_compat.eager_config()
+    result.CopyFrom(config)
+    for options, default in (
+        (result.gpu_options, own.gpu_options),
+        (result.pluggable_device_options, own.pluggable_device_options),
+    ):
+        options.visible_device_list = options.visible_device_list or default.visible_device_list
+        options.allow_growth = options.allow_growth or default.allow_growth
+    result.intra_op_parallelism_threads = config.intra_op_parallelism_threads or own.intra_op_parallelism_threads
+    result.inter_op_parallelism_threads = config.inter_op_parallelism_threads or own.inter_op_parallelism_threads
+    return result
 
 
 def _configured(original: Any, session: Any, target: str = "", graph: Any = None, config: Any = None) -> None:
-    # Without a config a session uses TensorFlow's settings, which are already this rank's.
+    # Without a config, a session uses the one of eager operations.
     original(session, target, graph, config if config is None else session_config(config))

@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_ddl.compat.tensorflow import optimized_once
 from keras_ddl.cut import Program, trace_digest
 
 ROWS = tf.TensorSpec([6, 3])
@@ -75,6 +76,14 @@ def test_digest_ignores_names() -> None:
         before = digest(step)
         with tf.name_scope("elsewhere"):  # changes names, as does the order of tracing
             assert digest(step) == before, name
+
+
+def test_digest_ignores_how_a_process_runs_functions() -> None:
+    """Ranks have different GPUs, and on different hosts other numbers of threads."""
+    for name in ("call, 2.0", "compiled, 2.0"):
+        before = digest(STEPS[name])
+        with optimized_once():  # changes TensorFlow's ConfigProto, which calls of functions carry
+            assert digest(STEPS[name]) == before, name
 
 
 def test_digest_ignores_strings_in_file_names_and_messages() -> None:

@@ -65,6 +65,14 @@ def check_rank_uses_only_its_gpu():
     assert tf.config.experimental.get_memory_growth(tf.config.get_visible_devices("GPU")[0]) is None
 
 
+def check_sessions_with_a_config_use_only_that_gpu():
+    v1 = tf.compat.v1
+    with tf.Graph().as_default(), v1.Session(config=v1.ConfigProto()) as session:
+        assert [each.device_type for each in session.list_devices()] == ["CPU", "GPU"]
+        (total,) = session.run([ops.all_reduce(tf.fill([3], 1.0 + RANK) * 2.0)])
+    np.testing.assert_array_equal(total, [SIZE * (SIZE + 1.0)] * 3)
+
+
 def check_collectives_and_device_wait_for_each_other():
     for elements in (10, 100_002):
         numbers = np.arange(elements) % 13.0

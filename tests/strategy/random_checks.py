@@ -94,6 +94,7 @@ def check_seeds_changed_on_rank_0_apply_to_all_ranks():
 
 
 def check_host_functions_run_once_on_the_whole_batch():
+    set_precision("float64")
     seen = []
 
     class Told(keras.Sequential):

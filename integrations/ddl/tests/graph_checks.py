@@ -11,7 +11,6 @@ import tensorflow.compat.v1 as tf
 import ddl
 import keras_ddl
 from harness.linear_graph import RANK, SIZE, everywhere, gradient, graph, linear, start
-from keras_ddl.compat.tensorflow import tf as tf2
 from keras_ddl.ddl import job
 from keras_ddl.device.sessions import session_config
 from keras_ddl.errors import RankMismatchError
@@ -84,11 +83,13 @@ def check_session_config_sets_only_missing_values():
     assert config.intra_op_parallelism_threads == 7 and config.allow_soft_placement
     assert config.inter_op_parallelism_threads == tf.config.threading.get_inter_op_parallelism_threads() > 0
     assert not given.inter_op_parallelism_threads and not config.gpu_options.visible_device_list
-    # Without a GPU here, this stands for what TensorFlow reports about a rank's GPU.
-    gpu = mock.Mock()
-    gpu.name = "/physical_device:GPU:3"
-    with mock.patch.object(tf2.config, "get_visible_devices", return_value=[gpu]):
-        assert session_config(given).gpu_options.visible_device_list == "3"
+    # Without a GPU here, this stands for what TensorFlow says about a rank's GPU.
+    own = tf.ConfigProto()
+    own.gpu_options.visible_device_list = "3"
+    own.gpu_options.allow_growth = True
+    with mock.patch("keras_ddl.compat.tensorflow.eager_config", return_value=own):
+        config = session_config(given)
+        assert config.gpu_options.visible_device_list == "3" and config.gpu_options.allow_growth
         given.gpu_options.visible_device_list = "0"
         assert session_config(given).gpu_options.visible_device_list == "0"
 

@@ -24,6 +24,9 @@ from keras_ddl.cut.analysis.side_effects import HOST_EFFECTS, HOST_FUNCTIONS
 
 # Attributes that name an object of one process. The object itself is compared, or belongs to rank 0 alone.
 _NAMES = ("container", "shared_name", "token", "tensor_array_name", "stack_name", "metadata", "message")
+# The devices and threads with which a process runs a called function.
+_MEANS = ("config_proto",)
+_NOT_COMPARED = {*_NAMES, *_MEANS, *(name for name, fate in FATES.items() if fate is Fate.DROPPED)}
 # Readers of strings whose results do not depend on them: they run on rank 0 alone, or only report an error.
 _WITHOUT_RESULT = (*HOST_EFFECTS, *HOST_FUNCTIONS, "Assert", "SaveV2", "MergeV2Checkpoints")
 _SHOWN = 4  # values of a constant, and attributes of an operation, in a message
@@ -101,7 +104,7 @@ def _attributes(node: Node) -> Iterator[bytes | Program]:
     """Yields the values of an operation's attributes, and the programs of the functions that they name."""
     definition = node.definition
     for name in sorted(definition.attr):
-        if FATES.get(name) is not Fate.DROPPED and name not in _NAMES:
+        if name not in _NOT_COMPARED:
             yield name.encode()
             yield from _value(node, definition.attr[name])
 
@@ -136,5 +139,5 @@ def _extents(value: Value) -> str:
 
 def _setting(name: str, attribute: AttrValue) -> str:
     kind = attribute.WhichOneof("value")
-    is_shown = kind in ("i", "f", "b", "s") and name not in _NAMES and FATES.get(name) is not Fate.DROPPED
+    is_shown = kind in ("i", "f", "b", "s") and name not in _NOT_COMPARED
     return str(getattr(attribute, kind)) if is_shown else ""

@@ -143,21 +143,22 @@ class EpochIterator(_KerasIterator):
         adapter = self.data_adapter
         if isinstance(adapter, keras_compat.ArrayDataAdapter):
             dataset = self._rows_of_arrays(adapter, strategy, rank, size, agree_number())
-            is_global = strategy.job.goes_on
+            all_can_read = True
         else:
             dataset = adapter.get_tf_dataset()
-            is_global = strategy.job.goes_on and not is_shared(dataset)
-            if is_global:
+            all_can_read = not is_shared(dataset)
+            if strategy.job.goes_on and all_can_read:
                 dataset = share_dataset(dataset, strategy.rank, strategy.size, agree_number(), takes=False)
             else:
                 dataset = strategy.experimental_distribute_dataset(dataset)
         self._distributed_dataset = dataset
         self.batch_rows = batch_rows_of(dataset)
-        if is_global:
+        if strategy.job.goes_on and all_can_read:
             self.batch_rows = dataclasses.replace(
                 chunked_rows(dataset.element_spec, may_differ=self.batch_rows.may_differ), is_global=True
             )
-        elif strategy.job.goes_on and strategy.rank == 0:
+        self.batch_rows = dataclasses.replace(self.batch_rows, all_can_read=all_can_read)
+        if strategy.job.goes_on and not all_can_read and strategy.rank == 0:
             stack_position.warn(
                 "fit can continue without a lost rank only if every rank can read all data. Received: a dataset "
                 "from which each rank reads its own part, so the job will end if a rank is lost. Give fit the same "

@@ -132,7 +132,7 @@ class IteratorFunction(_KerasFunction):
                 return self._call(lambda: self._run(iterator), _OWN_BATCH)
             if (rows := reading.rows_of(iterator)).is_global:
                 return self._execute_kept(iterator, rows)
-            return self._call(lambda: self._run(iterator), _OWN_DATA)
+            return self._call(lambda: self._run(iterator), "" if rows.all_can_read else _OWN_DATA)
         except tf.errors.OutOfRangeError:
             self.cut_step.restore()
             self._run_without_batch(iterator)
@@ -289,7 +289,7 @@ class PredictFunction(_KerasFunction):
         rows = loop.iterator.batch_rows
         if rows.is_global:
             return self._call(lambda: self._run(rows, self._own_rows(batches)))
-        return self._call(lambda: self._run(rows, batches), _OWN_DATA)
+        return self._call(lambda: self._run(rows, batches), "" if rows.all_can_read else _OWN_DATA)
 
     def _run(self, rows: BatchRows, batches: Sequence[Any]) -> Any:
         self._has_executed = False

@@ -365,6 +365,7 @@ template <class T>
 void RegisterAll() {
   const auto define = [](Definition&& of_op) -> Definition& { return of_op.TypeConstraint<T>("T"); };
   Register<Binary<T, Add>>(define(Definition("AddV2")));
+  Register<Binary<T, Add>>(define(Definition("Add")));  // Grappler creates it for longer sums
   Register<Binary<T, Subtract>>(define(Definition("Sub")));
   Register<Binary<T, Multiply>>(define(Definition("Mul")));
   Register<Binary<T, Divide>>(define(Definition("RealDiv")));
