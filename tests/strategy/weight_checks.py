@@ -75,7 +75,7 @@ def check_sharded_weights_changed_on_some_ranks_are_a_drift_error():
         "evaluate": lambda: model.evaluate(X, Y, verbose=0),
         "predict": lambda: model.predict(X),
     }.items():
-        with pytest.raises(DriftError, match=f"where {name} begins: assignments to them on some ranks only"):
+        with pytest.raises(DriftError, match=f"when {name} begins: assignments to them on some ranks only"):
             call()
     received = "Received: assignments to .*kernel.* on rank 1"
     with pytest.raises(DriftError, match=received), STRATEGY.whole_model(model):
