@@ -139,7 +139,7 @@ def check_gradients_applied_outside_run_warn():
         variable = keras.Variable(np.ones(3, "float32"))
         optimizer = SGD(0.1)
     for expected in (1, 0):  # once per optimizer
-        with recorded_warnings("outside of strategy.run") as messages:
+        with recorded_warnings("gradients of this rank only") as messages:
             optimizer.apply([tf.ones(3)], [variable])
         assert len(messages) == expected
 

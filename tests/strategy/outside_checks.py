@@ -204,7 +204,7 @@ def check_drift_of_frozen_layers_rates_and_slots_is_found():
     with drift_check(1e6):
         text = drift_error(two_layers(optimizer=keras.optimizers.SGD), AtBatch(set_rate, batch=5))
     assert f"sgd/learning_rate on rank {LAST} differs from rank 0; on rank {LAST}: 1 of 1 elements" in text, text
-    assert "the first 0.5 for 0.01" in text, text
+    assert "the first 0.5 instead of 0.01" in text, text
     # At the end of the epoch, the last batch's momentum has not yet reached the weights.
     last = AtBatch(lambda m: flip_a_bit(m.optimizer._momentums[0]), batch=5)
     text = drift_error(two_layers(), last)
