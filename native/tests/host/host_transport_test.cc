@@ -6,6 +6,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstring>
 #include <filesystem>
 #include <functional>
@@ -195,7 +196,8 @@ TEST_F(HostTransportTest, AMessageLargerThanItsBufferIsAnErrorAndTheNextOneArriv
   });
 }
 
-void CancelsReceivesAndSends(ddl_transport& t) {
+// Rank 1 receives nothing before rank 0 has cancelled, because it could receive as fast as rank 0 sends.
+void CancelsReceivesAndSends(ddl_transport& t, std::atomic<bool>& sends_are_cancelled) {
   char token = 0, all[2];
   if (t.rank == 0) {
     std::string large(40 * kLarge, 'l');  // more than the receiver's socket holds
@@ -207,11 +209,13 @@ void CancelsReceivesAndSends(ddl_transport& t) {
     ASSERT_EQ(t.cancel(t.self, &second), DDL_OK);
     ASSERT_EQ(t.cancel(t.self, &first), DDL_OK);  // being sent: the transport has a copy of the rest
     EXPECT_EQ(first, nullptr);
+    sends_are_cancelled = true;
     std::fill(large.begin(), large.end(), 'w');
     Send(t, 1, 1, "next");
   } else {
     char text[8];
     void* operation = nullptr;
+    while (!sends_are_cancelled) std::this_thread::yield();
     ASSERT_EQ(t.irecv(t.self, 0, 9, text, 8, &operation), DDL_OK);
     ASSERT_EQ(t.cancel(t.self, &operation), DDL_OK);
     EXPECT_EQ(operation, nullptr);
@@ -221,9 +225,13 @@ void CancelsReceivesAndSends(ddl_transport& t) {
   t.all_gather(t.self, &token, all, 1);
 }
 
-TEST_F(HostTransportTest, CancelledReceivesAndSendsLeaveTheRestInOrder) { OnThreads(2, CancelsReceivesAndSends); }
+TEST_F(HostTransportTest, CancelledReceivesAndSendsLeaveTheRestInOrder) {
+  std::atomic<bool> sends_are_cancelled{false};
+  OnThreads(2, [&](ddl_transport& t) { CancelsReceivesAndSends(t, sends_are_cancelled); });
+}
 TEST_F(HostTransportTest, CancelledOperationsLeaveTheRestInOrderBetweenHosts) {
-  OnThreads(2, CancelsReceivesAndSends, EachAlone);
+  std::atomic<bool> sends_are_cancelled{false};
+  OnThreads(2, [&](ddl_transport& t) { CancelsReceivesAndSends(t, sends_are_cancelled); }, EachAlone);
 }
 
 template <typename T>
