@@ -171,7 +171,7 @@ def traced_for_xla() -> bool:
 
 
 def eager_config() -> Any:
-    """Returns the ConfigProto of eager operations: what tf.config was told about devices and threads."""
+    """Returns the ConfigProto of eager operations, with the devices and threads that tf.config has set."""
     return _eager_context().config
 
 

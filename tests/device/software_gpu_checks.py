@@ -134,3 +134,16 @@ def check_training_on_the_device_equals_one_process_on_the_cpu(scope):
     places = {v.value.device[-5:] for v in [*model.trainable_variables, *model.optimizer.variables[2:]]}
     assert places == {"CPU:0" if is_alone else "GPU:0"}, places
     return Trained(model, logs)
+
+
+@case("float32", tolerance=1e-2)
+def check_mixed_precision_equals_one_process_up_to_rounding(scope):
+    random = np.random.default_rng(4)
+    layers, policy = keras.layers, keras.DTypePolicy("mixed_bfloat16")
+    with scope:
+        first = layers.Dense(5, activation="tanh", dtype=policy)
+        model = keras.Sequential([keras.Input((6,)), first, layers.Dense(2, dtype="float32")])
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+    model.fit(random.normal(size=(30, 6)), random.normal(size=(30, 2)), batch_size=8, shuffle=False, verbose=0)
+    assert (first.compute_dtype, first.kernel.dtype) == ("bfloat16", "float32")
+    return Trained(model, {})
