@@ -186,7 +186,7 @@ INSTANTIATE_TEST_SUITE_P(Topologies, AllToAllTest, testing::Range(size_t{0}, Top
                          [](const auto& info) { return std::string("of_") + Topologies()[info.param].name; });
 
 TEST(AllToAllInlineTest, OnCallingThreads) {
-  for (const int size : {1, 2, 3, 8}) {
+  for (const int size : {1, 2, 3, kSanitized ? 4 : 8}) {
     std::atomic<int> met{0};
     RunRanks(AllTogether(size), [&](ddl_comm* comm, int) {
       for (const Plan& plan : Plans(size)) {
@@ -264,7 +264,7 @@ TEST(AllToAllErrorTest, ATransportFailureEndsItOnEveryRank) {
     RunRanks(
         {0, 0, 2, 2},
         [&](ddl_comm* comm, int rank) {
-          Exchange exchange(comm, [](int, int) { return 400'000; }, DDL_FLOAT32, 1);
+          Exchange exchange(comm, [](int, int) { return kSanitized ? 150'000 : 400'000; }, DDL_FLOAT32, 1);
           const Outcome outcome = exchange.call.Run(comm);
           EXPECT_EQ(outcome.code, DDL_ABORTED) << outcome.message;
           exchange.in.clear();  // the address sanitizer would report a late message

@@ -21,29 +21,6 @@ IN_TURN = Path(__file__).with_name("in_turn.py")
 LACKING = 77  # the status of benchmarks/_smoke.py
 SECONDS = 500  # only a hang takes longer
 
-# Programs that take more than ten seconds of a core: many processes that import TensorFlow, or a compilation.
-LONG = {
-    "benchmarks/adasum.py",
-    "benchmarks/all_reduce.py",
-    "benchmarks/checkpoint_step.py",
-    "benchmarks/cluster.py",  # test_cluster.py runs it, too
-    "benchmarks/compression_accuracy.py",
-    "benchmarks/data_from_rank_0.py",
-    "benchmarks/export.py",
-    "benchmarks/first_step.py",
-    "benchmarks/mesh_peers.py",
-    "benchmarks/rounding.py",
-    "benchmarks/scale.py",
-    "benchmarks/scoreboard.py",
-    "benchmarks/shard_optimizer.py",
-    "benchmarks/survival.py",
-    "benchmarks/survival_peers.py",
-    "benchmarks/tables.py",
-    "benchmarks/validate_model.py",
-    "examples/horovod/keras_digits.py",
-    "tools/versions.py",
-    "benchmarks/serving.py",
-}
 NEEDS = {"benchmarks/survival_peers.py": "torch", "benchmarks/torch_ddp.py": "torch"}
 # Programs of other folders -> the command of their smallest form.
 SMALLEST = {
@@ -170,11 +147,10 @@ def run_in_turn(programs: list[str]) -> None:
             _said[program] = ("" if printed else "it printed nothing") if has_ended else why
 
 
+@pytest.mark.long
 @pytest.mark.parallel
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "program", [pytest.param(each, marks=[pytest.mark.long] * (each in LONG)) for each in RUN_HERE]
-)
+@pytest.mark.parametrize("program", RUN_HERE)
 def test_program_runs(program: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     if program in NEEDS and importlib.util.find_spec(NEEDS[program]) is None:
         pytest.skip(f"{NEEDS[program]} is not installed")
@@ -197,7 +173,7 @@ def test_every_program_is_run_by_a_test() -> None:
     """For programs that do not run here, the named test exists, and its file names the program."""
     assert sorted({*RUN_HERE, *ELSEWHERE}) == PROGRAMS
     assert not ELSEWHERE.keys() & set(RUN_HERE)
-    assert {*LONG, *NEEDS} <= set(RUN_HERE)
+    assert set(NEEDS) <= set(RUN_HERE)
     for program, place in ELSEWHERE.items():
         file, _, name = place.partition("::")
         text = (ROOT / file).read_text(encoding="utf-8")
